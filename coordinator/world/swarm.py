@@ -2,7 +2,8 @@
 
 The coordinator stands beside the first server, with a line like its. Servers come first, in the network's order, then
 volunteers over the first seconds. What runs is what production runs: the coordinator seats servers in their order of
-arrival and gives volunteers their stages; nothing here tells it what a planner would do.
+arrival and gives volunteers their stages. Where the run leaves something to a planner its answer is taken first
+(`planned.py`), and servers come in the order of its seats.
 
 A driver's part is here, too: a volunteer measures its lines to its stage's servers and tells the coordinator, once in
 a life, since lines do not change. Without that every line counts as a home line, and stages are manned for those.

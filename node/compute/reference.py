@@ -2,10 +2,9 @@
 
 Whatever the machinery does, with whomever dying, must end with these weights. Each microbatch goes its route of the
 course, chunk by chunk. What crosses the wire is rounded here as it is there: activations, their gradients and
-parameters go through the run's forms at the cuts between chunks. Only sums of weight gradients are those of fp64,
-whatever their form. Tasks are computed on the device that volunteers have, everything else on the processor, as there.
-Keep it so short that it is obviously right.
-"""
+parameters go through the run's forms at the cuts between chunks. Sums of weight gradients are whole numbers on the
+run's grid with `gi`, else those of fp64, whatever their form. Tasks are computed on the device that volunteers have,
+everything else on the processor, as there. Keep it so short that it is obviously right."""
 
 from __future__ import annotations
 

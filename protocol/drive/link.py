@@ -7,8 +7,8 @@ unless MEND_BYTES are under way: the peer's process has most likely ended, and i
 
 Each side says something every KEEP_ALIVE_S, so a path that carries nothing any more is found within SILENT_S; the
 transport's owner is told and may bring another path. Whether a silent *peer* is given up is not decided here: machines
-ask with messages of their own (`node.links`), by the run's configuration and in the simulated world too, and only on
-links where no message came.
+ask with messages of their own (`node.machine.wanted`), by the run's configuration and in the simulated world too, and
+only on links where no message came.
 
 Everything here runs on trio's thread. Deciphering happens there too, a read at a time (about a quarter of a
 millisecond), so the loop is never held up.

@@ -14,12 +14,12 @@ A frame is one record; the record's kind says what it holds (integers big endian
     PONG    number (8); only as an answer, one to a question
     ACK     numbered frames received (8); always more than the last one, and the HELLO, said
 
-Control messages leave before anything that waits, in their order. Up to OPEN_BULK_MAX messages with tensors are
-under way at once; whole shards take turns with everything else, chunk by chunk, so an activation overtakes a
-contribution, and of each of the two the oldest goes first. The receiver announces a window; a sender opens a message
-with tensors only while the bytes of all its open and undigested ones fit, and the receiver gives bytes back when it is
-done with the message. So what a peer can make us hold is bounded by the window, and nothing is allocated before header,
-role, shapes and window have been checked.
+Control messages leave before anything that waits, in their order. Up to OPEN_BULK_MAX messages with tensors are under
+way at once; whole shards take turns with everything else, chunk by chunk, so an activation overtakes a contribution,
+and of each of the two the oldest goes first (a volunteer's links have `line.py` beside that). The receiver announces a
+window; a sender opens a message with tensors only while the bytes of all its open and undigested ones fit, and the
+receiver gives bytes back when it is done with the message. So what a peer can make us hold is bounded by the window,
+and nothing is allocated before header, role, shapes and window have been checked.
 
 MESSAGE, PART, BULK, CHUNK and CREDIT are numbered from 0, by counting, in each direction of the link. The sender keeps
 them until an ACK covers them (chunks are not copied: they are parts of the caller's buffers). When the link moves to

@@ -1,7 +1,7 @@
 """Which blocks does each stage hold? The public face of AutoPipe's planner (papers: AutoPipe, section III).
 
-`partition` is a pure function: the coordinator's planner, the placement of unequal nodes and the `barnraise
-plan partition` command all call it.
+`partition` is a pure function, which `barnraise plan partition` and the benchmarks call. The planner of a run cuts by
+its own cost, of seats and lines too (`coordinator.planning.placement.seat_search`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def _resigned(**changes: Any) -> Change:
     def change(signed: bytes) -> bytes:
         letter = msgspec.msgpack.decode(signed[:-64], type=Offer | Answer)
         body = msgspec.msgpack.encode(msgspec.structs.replace(letter, **changes))
-        return body + MALLORY.sign(b"br-sdp-1" + body)
+        return body + MALLORY.sign(b"br-sdp-1\0" + body)
 
     return change
 
