@@ -1,11 +1,11 @@
 """What a volunteer would do for each stage, in the steps a second that it carries there. Pure.
 
 A member of a stage is bound by its device, its uplink and its downlink: for each microbatch it computes, sends up and
-takes down; once in a step it sends its sum of gradients and takes the new parameters. Device and lines are what was
-measured when it came. What the *ledgers* count corrects that: whoever does less of its stage's tasks than its fellows,
-against what all of them promised, is worth so much less in every choice, and nobody's own word raises what was counted.
-Where all of them together promise far more steps than are seen, something takes time that no promise knows of, and it
-takes it of everybody (`left_out_s`).
+takes down; once in a step it sends its sum of gradients and takes the new parameters. The device is what was measured
+when it came, lines what its servers have seen since, else its own measurement. What the *ledgers* count corrects that:
+whoever does less of its stage's tasks than its fellows, against what all of them promised, is worth so much less in
+every choice, and nobody's own word raises what was counted. Where all of them together promise far more steps than are
+seen, something takes time that no promise knows of, and it takes it of everybody (`left_out_s`).
 """
 
 from __future__ import annotations

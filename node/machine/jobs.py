@@ -1,7 +1,8 @@
 """Jobs: what a node's machines ask the compute lanes to do. Tensors are keys of the driver's store.
 
-Each job names its lane; a lane runs its jobs one after the other, in order. The docstring says what the result is.
-`node/compute` does them with torch (`device_performer.py`, `lanes.py`); the simulated world does them with integers.
+The tuples at the end say which lane does which; a lane runs its jobs one after the other, in order. The docstring says
+what the result is. `node/compute` does them (`device_performer.py`, `lanes.py`, `store_lane.py`, `sum_lane.py`),
+`tests/simulation` does them with integers, and `node/world` only says how long they take.
 """
 
 from __future__ import annotations

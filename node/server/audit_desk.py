@@ -2,9 +2,10 @@
 
 A contribution under audit is held back, so that a false one is never summed up. The step does not wait for that beyond
 a tenth of its time: counted from when nothing else is missing, what is held is accepted, the audit goes on, and what it
-finds still puts its member out. Only a member with strikes waits to the end. What cannot be audited in that time, by
-what audits have taken of late and by what waits before it, is not held at all: the same would come of it, later. (Of a
-member that has passed no audit yet it is held if its audit ends within one more step: steps sometimes take longer.)
+finds still puts its member out. Only a member with strikes waits to the end, or for a lease's time. What cannot be
+audited in that time, by what audits have taken of late and by what waits before it, is not held at all: the same would
+come of it, later. (Of a member that has passed no audit yet it is held if its audit ends within one more step: steps
+sometimes take longer.)
 
 What is missing may wait for what is held: a member sends one sum of a step at a time, and the next one when it has
 heard of the first. So where the stage has nothing more to give, it is counted from when anything came last, too.

@@ -183,7 +183,7 @@ class Audits:
         return 1.0 if sure else self._terms.rate
 
     def waits_for(self, node: NodeId) -> bool:
-        """Whether a member's contributions count only when their audit is over, however long that takes."""
+        """Whether a member's contributions count only when their audit is over, or a lease's time has passed."""
         record = self._records.get(node)
         return record is not None and record.watched
 

@@ -1,4 +1,5 @@
-"""Computes others' work again: one contribution at a time, on a server's own device, beside what the device does else.
+"""Computes others' work again, one contribution at a time: on the device of a server that computes, beside what that
+does else, or of a machine that only audits.
 
     Audit ─▶ the version is fetched ─▶ task by task: what went in ─▶ forward, backward ─▶ compared with what came out
           ─▶ the sum of the weight gradients, compared with the contribution's parts ─▶ AuditReport

@@ -1,8 +1,8 @@
 """Messages of audits: work that is computed again by somebody reliable, after its result has come.
 
-ledger ── Audit ──▶ the stage's servers (keep), and the one that is named (compute again)
+ledger ── Audit ──▶ the stage's servers (keep), and who is named, a server or an auditor (compute again)
 auditor ── FetchAudited ──▶ servers ── Audited ──▶ auditor ── AuditReport ──▶ ledger
-ledger ── AuditOver ──▶ the stage's servers (let go, and who lied gets nothing)
+ledger ── AuditOver ──▶ the stage's servers and the auditor (let go, and who lied gets nothing)
 ledger ── Blamed ──▶ coordinator (which bans)
 """
 

@@ -1,7 +1,8 @@
 """Order policies: which of its ready operations a node starts next, as pure functions with explicit state.
 
-The simulator calls `choose` to make a schedule ahead of time; a volunteer's queue and a server's pool call
-the same function live, when reality differs from the plan. A policy is numbers and names, so it can cross
+The simulator calls `choose` to make a schedule ahead of time; a volunteer's queue calls the same function
+live, when reality differs from the plan, and a server's pools sort by what of a policy can be known there
+(`protocol.schedule.live`). A policy is numbers and names, so it can cross
 the wire; code never does.
 
 The priorities are FlexPipe's (computation type, traversal of a node's stages, in-flight limits, section

@@ -18,6 +18,7 @@ from node.machine.records import (
     ContributionStored,
     ShardStarted,
     SnapshotWritten,
+    StateLost,
     StepCommitted,
     StepDecided,
     StepDone,
@@ -339,7 +340,8 @@ class Checker(Watcher):
 
     def _on_spare(self, world: World, host: Host, plan: Plan) -> None:
         """Nobody waits for a place that holds the whole state of one whose server is gone for good. It knows that it
-        does by its disk: not where all that lies there is that the ledgers begin with a checkpoint."""
+        does by its disk: not where all that lies there is that the ledgers begin with a checkpoint, nor where it says
+        that this state is lost, since another's disk has lied (the run goes back, and waits for all)."""
         place = self._place.get(host.node)
         if place is None or place.ledger_generation != plan.ledger_generation or host.node not in self._moved:
             return
@@ -347,6 +349,9 @@ class Checker(Watcher):
             isinstance(record, StepCommitted | SnapshotWritten) and record.ledger_generation == place.ledger_generation
             for record, _ in host.records
         ):
+            return
+        lost = [each for each, _ in host.records if isinstance(each, StateLost)]
+        if any(each.ledger_generation == place.ledger_generation for each in lost):
             return
         before = world.hosts[plan.stages[place.stage].servers[place.shard].node]
         waited = world.now - self._moved[host.node] >= SEEN_GONE_S and not host.harmed

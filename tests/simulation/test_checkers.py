@@ -16,6 +16,7 @@ from node.machine.records import (
     ContributionStored,
     ShardStarted,
     SnapshotWritten,
+    StateLost,
     StepCommitted,
     StepDone,
     StepSealed,
@@ -80,6 +81,25 @@ class Court:
                 checkpoint_step=self.plan.restore_step, config_hash=b"", continues=self.plan.continues,
             )  # fmt: skip
             self.checker.durable(self.world, self.host(node), started, {})
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_spare_waits_with_a_disk_only_where_its_state_is_lost(is_lost: bool) -> None:
+    """Its place is gone for good, and it has all of it: it gets the place, unless its disk says that another's has lied
+    and nobody can go on from here (seed 147203)."""
+    court = Court()
+    court.begin()
+    old, spare = court.host("f0"), court.host("s9")
+    old.machine, old.gone, spare.machine = None, True, None
+    if is_lost:
+        old.records.append((StateLost(ledger_generation=1, step=0, reason="", closed_version=-1), {}))
+    court.world.move_disk(old, spare)
+    court.world.run(10.0)
+    if is_lost:
+        court.checker._on_spare(court.world, spare, court.plan)
+        return
+    with pytest.raises(ViolationError, match="s9 waits with the disk of 0/0"):
+        court.checker._on_spare(court.world, spare, court.plan)
 
 
 def test_who_has_lost_a_part_makes_all_versions_since_again() -> None:
