@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
 from itertools import islice
 from typing import TypeVar
-
-import torch
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,10 +35,7 @@ class SideBySide:
             yield from map(do, found)
             return
         if self._pool is None:
-            # Torch's operations share themselves out otherwise, each among all cores. (What is set is also what every
-            # thread has that asks torch for the first time later: all lanes of a server want one.)
-            alone = partial(torch.set_num_threads, 1)
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="side-by-side", initializer=alone)
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="side-by-side", initializer=_be_one_core)
         pool, rest = self._pool, iter(found)
         begun: deque[Future[R]] = deque(pool.submit(do, piece) for piece in islice(rest, AHEAD * self._threads))
         try:
@@ -56,6 +50,14 @@ class SideBySide:
         """`do` of every piece."""
         for _ in self.each(do, pieces):
             pass
+
+
+def _be_one_core() -> None:
+    """Torch's operations share themselves out otherwise, each among all cores. (What is set is also what every thread
+    has that asks torch for the first time later: all lanes of a server want one.)"""
+    import torch  # not above: who only looks at packed integers, a volunteer's daemon, never loads it
+
+    torch.set_num_threads(1)
 
 
 ALONE = SideBySide()
