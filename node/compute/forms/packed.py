@@ -43,11 +43,7 @@ def pack(values: Ints, threads: SideBySide = ALONE) -> bytearray:
     head = _pack_widths(widths)
     out = bytearray(len(head) + 8 * int(_bits(widths).sum()))
     out[: len(head)] = head
-    alike = np.bincount(widths, minlength=32)
-    pieces: list[tuple[Rows, Planes]] = []
-    for code, planes in _by_width(np.frombuffer(out, dtype=np.uint8), len(blocks), alike):
-        for rows, inside in _turned_together(np.flatnonzero(widths == code)):
-            pieces.append((rows, planes[:, inside]))
+    pieces = _pieces(np.frombuffer(out, dtype=np.uint8), widths)
     threads.all(lambda piece: _to_planes(blocks, *piece), pieces)
     return out
 
@@ -128,12 +124,7 @@ def add(buffer: bytes | bytearray | memoryview, total: Ints, threads: SideBySide
     """Adds a packed vector to `total`, which has whole blocks, in place and with no second vector beside it. Raises
     `RemoteProtocolError` for bytes that `pack` cannot have made, and adds nothing of them."""
     blocks = total.reshape(-1, BLOCK)
-    widths = _widths_of(buffer, len(blocks))
-    data = np.frombuffer(buffer, dtype=np.uint8)
-    pieces: list[tuple[Rows, Planes]] = []
-    for code, planes in _by_width(data, len(blocks), np.bincount(widths, minlength=32)):
-        for rows, inside in _turned_together(np.flatnonzero(widths == code)):
-            pieces.append((rows, planes[:, inside]))
+    pieces = _pieces(np.frombuffer(buffer, dtype=np.uint8), _widths_of(buffer, len(blocks)))
 
     def put(piece: tuple[Rows, Planes]) -> None:
         blocks[piece[0]] += _from_planes(piece[1])
@@ -160,10 +151,16 @@ def _as_blocks(values: Ints) -> Ints:
     return whole.reshape(-1, BLOCK)
 
 
-def _turned_together(rows: Rows) -> Iterator[tuple[Rows, slice]]:
-    """Blocks of one width, some at a time, and where among them these are."""
-    for begin in range(0, rows.size, _TURNED):
-        yield rows[begin : begin + _TURNED], slice(begin, begin + _TURNED)
+def _pieces(data: npt.NDArray[np.uint8], widths: npt.NDArray[np.uint8]) -> list[tuple[Rows, Planes]]:
+    """Blocks that are turned together, some of one width at a time, with the place of their bits in `data`."""
+    found: list[tuple[Rows, Planes]] = []
+    for code, planes in _by_width(data, len(widths), np.bincount(widths, minlength=32)):
+        rows = np.flatnonzero(widths == code)
+        found += [
+            (rows[begin : begin + _TURNED], planes[:, begin : begin + _TURNED])
+            for begin in range(0, rows.size, _TURNED)
+        ]
+    return found
 
 
 def _widths(blocks: Ints, threads: SideBySide = ALONE) -> npt.NDArray[np.uint8]:

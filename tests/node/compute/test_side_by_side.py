@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
-import time
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -26,22 +27,27 @@ def test_a_piece_that_fails_is_the_callers_error(threads: int) -> None:
         SideBySide(threads).all(refuse, range(6))
 
 
-def test_nobody_works_on_a_job_that_has_failed() -> None:
+def test_nobody_works_on_a_job_that_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece that goes on would write into what its caller has given up; those that have not begun never do."""
-    first_is_over, begun, ended = threading.Event(), list[int](), list[int]()
+    is_begun, is_waited_for, begun, ended = threading.Event(), threading.Event(), list[int](), list[int]()
 
     def work(number: int) -> None:
         begun.append(number)
         if number == 0:
-            first_is_over.set()
+            is_begun.wait(30)
             raise MemoryError
-        first_is_over.wait(30)
-        time.sleep(0.05)  # what is tested is that the caller waits for this
+        is_begun.set()
+        is_waited_for.wait(30)
         ended.append(number)
 
+    def wait(running: list[Future[None]]) -> None:
+        is_waited_for.set()
+        concurrent.futures.wait(running)
+
+    monkeypatch.setattr("node.compute.side_by_side.wait", wait)
     with pytest.raises(MemoryError):
         SideBySide(2).all(work, range(50))
-    assert sorted(begun) == [0, *sorted(ended)] and len(begun) < 10
+    assert is_waited_for.is_set() and sorted(begun) == [0, *sorted(ended)] and 0 < len(ended) < 10
 
 
 def test_pieces_are_worked_on_at_once_by_threads_of_one_core_each() -> None:
