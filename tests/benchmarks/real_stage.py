@@ -3,12 +3,13 @@
 Real processes on loopback: a coordinator, and of two stages a server and a volunteer each. Two runs hold every kind of
 stage that the model has in eight: `middle`, two stages of three layers of it (the model has 2.75 a stage), and `end`,
 where one stage has the embedding of 32,000 tokens beside a layer, and the other one the head. Samples have 2,048
-tokens, there are four steps, and a checkpoint is written after each; `barnraise checkpoints verify` reads them all.
+tokens, a step has three of them, there are four steps, and a checkpoint is written after each; `barnraise checkpoints
+verify` reads them all.
 
 Printed is the most memory that each process ever had (VmHWM of /proc). Beside it stands what is counted for it
-(`node.compute.memory`, `protocol.run.memory`) with what it has in a run of next to nothing, which is Python and torch;
-exit code 1 where it is more than a tenth beside that. `--only` names a run; each takes ten to fifteen minutes, 20 GB of
-memory and 10 GB of disk.
+(`node.compute.memory`, `protocol.run.memory`), with as many graphs as it kept at once by the run's trace, and with what
+it has in a run of next to nothing, which is Python and torch; exit code 1 where it is more than a tenth beside that.
+`--only` names a run; each takes ten to fifteen minutes, 20 GB of memory and 10 GB of disk.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import psutil
 
+from coordinator.commands.asking import post
+from coordinator.world.traces import NodeSpans, read_trace
 from node.compute.layout import StageLayout
 from node.compute.memory import stage_memory
 from node.data.tokenizer import make_tokenizer
@@ -40,8 +45,8 @@ VOCABULARY = 32_000
 OFF_MAX = 0.1
 STEPS = 4
 """With a delayed update the third is the first one that works on a second version, and the fourth on a third."""
-KEPT_GRAPHS = 1
-"""Beside the one that is worked on: a step's forward comes before the backward of the one before."""
+TRACE_S, PATIENCE_S = 3600.0, 150.0
+"""All of a run is asked for, as `barnraise run trace` waits for it."""
 RUN = """
 name = "stage-{name}"
 steps = {steps}
@@ -51,7 +56,7 @@ steps = {steps}
 source = "builtin:grammar"
 tokenizer = "{tokenizer}"
 [batch]
-microbatches = 1
+microbatches = 3
 samples = 1
 [stages]
 count = 2
@@ -107,9 +112,18 @@ class Role:
     stage: int
     peaks: dict[str, int]
     """Process -> the most bytes that it had."""
+    kept_graphs: int
+    """Of tasks that had gone forward and not yet back, the most at once."""
 
     def most(self, what: str) -> int:
         return max((most for process, most in self.peaks.items() if process.startswith(what)), default=0)
+
+
+def kept_graphs(node: NodeSpans) -> int:
+    """How many tasks had gone forward there and not yet back, at most."""
+    changes = [(span["start"] + span["seconds"], 1) for span in node.of("forward")]
+    changes += [(span["start"] + span["seconds"], -1) for span in node.of("backward")]
+    return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 def measured(folder: Path, run: str, patience_s: float) -> dict[str, Role]:
@@ -118,11 +132,16 @@ def measured(folder: Path, run: str, patience_s: float) -> dict[str, Role]:
     with Swarm(folder, run, server_count=2, more=("--data", str(folder), "--checkpoints", str(folder))) as swarm:
         link = swarm.links["volunteer"]
         daemons = [*swarm.daemons, *(swarm.node(f"volunteer-{number}", "join", link, "--yes") for number in range(2))]
-        began, stages = time.monotonic(), dict[str, int]()
+        began, stages, graphs, closed = time.monotonic(), dict[str, int](), Counter[str](), 0
         while (status := swarm.status())["run"]["state"] != "finished":
             stages |= {member["id"]: member["stage"] for member in status["members"]}
+            if status["run"]["step"] > closed:
+                closed = status["run"]["step"]
+                told = post(swarm.links["http"], swarm.state / "links.json", "trace", {"seconds": TRACE_S}, PATIENCE_S)
+                for node in read_trace(told).measured.nodes:
+                    graphs[node.node] = max(graphs[node.node], kept_graphs(node))
             for daemon in daemons:
-                if not daemon.child.running:
+                if not daemon.child.running and swarm.status()["run"]["state"] != "finished":
                     raise RuntimeError(f"{daemon.name} has ended: {daemon.child.log_tail()}")
                 peaks(daemon, found.setdefault(daemon.name, {}))
             if time.monotonic() - began > patience_s:
@@ -135,7 +154,7 @@ def measured(folder: Path, run: str, patience_s: float) -> dict[str, Role]:
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     print(said.stdout.strip())
-    return {name: Role(stages.get(nodes[name], -1), found[name]) for name in nodes}
+    return {name: Role(stages.get(nodes[name], -1), found[name], graphs[nodes[name]]) for name in nodes}
 
 
 def layout_of(folder: Path, stage: int, vocabulary: int) -> StageLayout:
@@ -159,8 +178,9 @@ def show(name: str, folder: Path, roles: dict[str, Role], empty: dict[str, Role]
         else:
             memory = stage_memory(layout)
             lasting = memory.fixed_bytes() + memory.host_bytes
-            counted = torch_bytes + lasting + (KEPT_GRAPHS if role.stage == 0 else 0) * memory.graph_bytes
-            more = f"{role.most('daemon') / 1e9:.2f} its daemon"
+            beside = max(0, role.kept_graphs - 1)  # a task's own is among what lasts
+            counted = torch_bytes + lasting + beside * memory.graph_bytes
+            more = f"{role.kept_graphs} graphs kept; {role.most('daemon') / 1e9:.2f} its daemon"
         near = near and abs(most / counted - 1) <= OFF_MAX
         print(f"{line}, counted {counted / 1e9:.2f} ({most / counted - 1:+.0%}); {more}")
     return near
