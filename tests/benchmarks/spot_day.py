@@ -40,8 +40,8 @@ from tests.benchmarks.home_lines import MODELS, Line, home_lines
 TRACE = Path(__file__).parents[1] / "data" / "bamboo_p3-trace.csv"
 MOST = 32
 MICROBATCHES = {"home": 64, "cloud": 256}
-"""Of 2,048 tokens. With 64 a step on the cloud's lines takes nine seconds whoever is there: its servers', each with one
-processor in this world, and devices are idle for half of it."""
+"""Of 2,048 tokens. With 64 a step on the cloud's lines takes ten seconds with 21 volunteers and with 30: its servers',
+each with one processor in this world, and devices are idle for half of it."""
 ROWS = (4, 8)
 LINES = {"home": Line(), "cloud": Line(2500.0, 2500.0, 0.001, 10_000.0)}
 STEPS, SETTLED = {"home": 8, "cloud": 24}, {"home": 2, "cloud": 3}

@@ -14,7 +14,8 @@ have closed, volunteers are asked to go, and finish what they have begun. So not
 was counted belongs to a message that came. Beside it stands the *formula*: each result by the bits of its form, each
 sum and version as large as it was, in packets with their heads (IP 20 and TCP with time stamps 32 of 1,500 bytes; the
 devices have no Ethernet), and an acknowledgement for every second packet of the other direction (RFC 9293, 3.8.6.3).
-What volunteers send to measure lines, most of it before the first step, is left out of both, and shown.
+What volunteers send to measure lines, most of it before the first step, is left out of both, and shown. A task that is
+done twice is in both.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ OF_ROOFLINE_MIN, BYTES_OFF_MAX = 0.85, 0.03
 PACKET_BYTES, HEAD_BYTES, PACKETS_OF_AN_ACK = 1500, 52, 2
 NOTICED_S = 5.0
 """So long after a step is closed a wait for it has ended; no step here is so short."""
-COUNTED = ("up_bytes", "down_bytes", "up_packets", "down_packets")
+COUNTED = ("up_bytes", "down_bytes")
 DRAIN_S = 1200.0
 """What a volunteer has begun and not sent: a sum and some results, 26 MB, take 210 s of the slowest line."""
 FORMS = {
@@ -82,7 +83,7 @@ def case_of(name: str) -> Case:
 
 
 def sent(run: Running) -> list[tuple[int, ...]]:
-    """Bytes up and down and packets up and down, of each volunteer's network device so far."""
+    """Bytes up and down, of each volunteer's network device so far."""
     found = []
     for number in range(2 + STAGES, 2 + 2 * STAGES):
         shown = subprocess.run(
@@ -90,7 +91,7 @@ def sent(run: Running) -> list[tuple[int, ...]]:
             check=True, capture_output=True, text=True,
         ).stdout  # fmt: skip
         words = next(line for line in shown.splitlines() if "line0" in line).split(":")[1].split()
-        found.append(tuple(int(words[place]) for place in (8, 0, 9, 1)))  # in the order of `COUNTED`
+        found.append(tuple(int(words[place]) for place in (8, 0)))  # in the order of `COUNTED`
     return found
 
 
