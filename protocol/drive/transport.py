@@ -53,9 +53,10 @@ __all__ = ["CLOSED_IN_HANDSHAKE", "PATHS", "DialError", "Link", "LinkEvents", "L
 CLOSED_IN_HANDSHAKE = "the other side ended the connection in the handshake: it does not let us in"
 OPERATED = ("coordinator", "server")
 """Who never waits after a fault: an operator has chosen it, and the run needs it back at once."""
-ENDINGS_AT_ONCE = 8
-"""Links that were cut by the other side and are taken down in one turn of the loop. Each costs half a millisecond: who
-lost 500 at once answered nobody else for a quarter of a second."""
+ENDINGS_AT_ONCE = 2
+"""Links that were cut by the other side and are taken down in one turn of the loop. Each costs 0.5 to 2 ms: who lost
+500 at once answered nobody else for a quarter of a second, and with eight in a turn for 140 ms, since an answer of the
+API takes some ten turns."""
 Frames = Iterable[tuple[int, bytes]]
 
 

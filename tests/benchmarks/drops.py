@@ -5,8 +5,8 @@ Two worlds, the same two drops: all volunteers of one stage leave at once, and o
 * *Virtual time*: a coordinator's machine, 17 servers and the rest volunteers in the world that measures. Its machine's
   inputs take no virtual time, so what counts is this process's own: of the longest input, and of all of the re-plan.
 * *Real*: one coordinator process, five servers that train a tiny model, and members that keep real links to it (as in
-  `tests.benchmarks.page`). Counted from when the coordinator's log says that it decides (the stage has been empty for
-  five seconds, the server is given up) until the last member that is to know has the plan. Meanwhile somebody asks
+  `tests.benchmarks.page`). Counted from when the coordinator's log says that it can decide (the stage has been empty
+  for five seconds, the server is given up) until the last member that is to know has the plan. Meanwhile somebody asks
   `/api/status` again and again.
 
 Ends with 1 where a re-plan takes 1 s, or an answer of the API 100 ms (or three times what the same question took while
@@ -18,10 +18,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -168,16 +170,28 @@ class Crew(Members):
             self._token.run_sync_soon(self._leave[number].cancel)
 
 
+COORDINATORS = {min(os.sched_getaffinity(0))}
+OTHERS = os.sched_getaffinity(0) - COORDINATORS
+"""Processors. In a run a coordinator has a computer of its own."""
+LAST = 'echo 10 > /proc/self/autogroup; exec "$@"'
+"""A shell's words before a command that shall have a third of what others have: each child is a session of its own, and
+Linux shares a processor among sessions alike (`sched_autogroup_enabled`), whatever `nice` says within them."""
+
+
 class Children(AnyChildren):
-    """Servers get what the coordinator leaves of this computer: in a run they have one of their own."""
+    """The coordinator has a processor of its own; servers have little of the others beside the members."""
 
     def start(self, name: str, folder: Path, arguments: Iterable[str], within: Sequence[str] = ()) -> Child:
-        gently = ("nice", "-n", "19") if name.startswith("server") else ()
-        return super().start(name, folder, arguments, (*gently, *within))
+        server = name.startswith("server")
+        pinned = ("taskset", "--cpu-list", ",".join(map(str, sorted(OTHERS if server else COORDINATORS))))
+        gently = ("sh", "-c", LAST, "sh") if server else ()
+        return super().start(name, folder, arguments, (*gently, *pinned, *within))
 
 
 def _ask(url: str, answers: Connection) -> None:
     """Asks again and again, and tells what each answer took, until nobody listens."""
+    os.sched_setaffinity(0, COORDINATORS)  # who asks waits while the coordinator computes
+    os.setsid()
     with contextlib.suppress(BrokenPipeError):
         while True:
             began = time.monotonic()
@@ -218,11 +232,22 @@ def logged(swarm: Swarm, event: str) -> float:
     return time.monotonic()
 
 
+def left(swarm: Swarm, lines: int, leavers: int) -> float:
+    """When the coordinator saw the last of them go, in seconds since 1970: by its log, without its first lines."""
+
+    def gone() -> list[str]:
+        return [line["timestamp"] for line in swarm.coordinator.log(lines) if line.get("event") == "node left"]
+
+    eventually(lambda: len(gone()) >= leavers, "the coordinator sees them go")
+    return datetime.fromisoformat(gone()[leavers - 1]).timestamp()
+
+
 def real(count: int) -> list[tuple[str, float, float]]:
     """Of calm and of each drop: its name, seconds from the decision to the last who is told, the longest answer."""
     with tempfile.TemporaryDirectory(prefix="barnraise-drops-") as name:
         folder = Path(name)
         (folder / "shared").mkdir()
+        os.sched_setaffinity(0, OTHERS)
         with Swarm(folder, _RUN.replace('"shared"', f'"{folder}/shared"'), server_count=0, children=Children) as swarm:
             swarm.stop(swarm.coordinator)
             fill(swarm.state, folder / "RUN.toml", 0, count)
@@ -259,11 +284,18 @@ def _drops(swarm: Swarm, servers: list[Any], crew: Crew) -> list[tuple[str, floa
         leavers = [number for number, (_, stage, _) in crew.told.items() if stage == 1]
         stay = [number for number in crew.told if number not in set(leavers)]
         asker.take()
-        began = time.monotonic()
+        lines, began, wall = swarm.coordinator.log_length(), time.monotonic(), time.time()
         crew.leave(leavers)
+        seen_s = left(swarm, lines, len(leavers)) - wall
         eventually(lambda: any(crew.told[number][1] == 1 for number in stay), "somebody at the empty stage")
         moved = min(crew.told[number][0] for number in stay if crew.told[number][1] == 1)
-        found.append((f"{len(leavers)} volunteers of a stage", moved - began - MOVE_PAUSE_S, max(asker.take())))
+        found.append(
+            (
+                f"{len(leavers)} volunteers of a stage, seen after {seen_s:.2f} s",
+                moved - began - seen_s - MOVE_PAUSE_S,
+                max(asker.take()),
+            )
+        )
 
         generation = max(told[2] for told in crew.told.values())
         seated = {each["id"] for each in swarm.status()["members"] if each["role"] == "server" and each["stage"] >= 0}

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import trio
 
@@ -169,7 +168,7 @@ class Members:
             await stream.aclose()
         await stream.send_all(handshake.data_to_send())
         framing = Framing(session, role="volunteer", header=os.urandom(STREAM_HEADER_BYTES))
-        framing.send(msgspec.structs.replace(join_message("volunteer"), name=f"member {number}"))
+        framing.send(join_message("volunteer", name=f"member {number}", tokens_per_s=1000.0))
         return stream, framing
 
 

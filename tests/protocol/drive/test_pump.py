@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import trio
@@ -175,3 +176,23 @@ async def test_other_tasks_get_their_turn() -> None:
             for _ in range(5):
                 await trio.sleep(0)
             nursery.cancel_scope.cancel()
+
+
+async def test_a_thousand_messages_are_not_one_turn() -> None:
+    """Other tasks of the loop, such as the links that write and readers of an API, get turns among them."""
+
+    class Loud(_Machine):
+        def start(self, now: float) -> Sequence[Effect]:
+            return [Send(_PEER, Ping(number=number)) for number in range(1000)]
+
+    pump, handlers = _pump(Loud())
+    between = [0]
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pump.run)
+            while len(handlers.performed) < 1000:
+                await trio.sleep(0)
+                between.append(len(handlers.performed))
+            nursery.cancel_scope.cancel()
+    assert handlers.performed == [Send(_PEER, Ping(number=number)) for number in range(1000)]
+    assert max(later - before for before, later in pairwise(between)) < 100
