@@ -13,10 +13,13 @@ import heapq
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
+from math import ulp
 from typing import Any
 
 ALMOST_BYTES = 1e-3
-"""A transfer with less than this to go is through: sums of shares are rounded."""
+"""A transfer with less than this to go is through: sums of shares are rounded. So is one that has less to go than its
+line carries while the clock does not move, or than the line's count can tell apart, which is more on fast lines that
+have been there for hours: after 8,192 s a clock moves by 1.8e-12 s, in which 10 Gbit/s carry 2.3e-3 bytes."""
 
 
 @dataclass(slots=True)
@@ -119,7 +122,8 @@ class Uplink:
         """The transfers that are through by now."""
         self._advance(now)
         done = []
-        while self._flows and self._flows[0][0] <= self._given + ALMOST_BYTES:
+        almost = max(ALMOST_BYTES, self.rate * ulp(now), 2 * ulp(self._given))
+        while self._flows and self._flows[0][0] <= self._given + almost:
             flow = heapq.heappop(self._flows)[2]
             self.waiting_bytes -= flow.byte_count
             done.append(flow.item)

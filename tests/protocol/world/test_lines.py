@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from random import Random
+
+import pytest
+
 from protocol.world.lines import Downlink, Uplink
 
 
@@ -80,3 +84,25 @@ def test_a_sum_shares_the_line_with_results_of_the_next_step() -> None:
     line.clear()
     line.add(100.0, "sums", "sum", 2.0, after=7)
     assert line.next_s(2.0) == 3.0
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("days", [0.0, 0.1, 1.0, 31.0])
+def test_a_fast_line_gets_through_everything_however_late_it_is(days: float, busy: float) -> None:
+    """A byte of a line of 10 Gbit/s takes less than the clock can tell apart after some hours, and a line that has
+    carried terabytes counts them in steps of some thousandths: each transfer is through after one look or two."""
+    drawn = Random(7)
+    line = Uplink(10e9 / 8)
+    now = days * 86_400.0
+    line._given = busy * now * line.rate  # as if it had been busy for such a share of its time
+    for _ in range(1000):
+        count = drawn.randrange(1, 9)
+        for number in range(count):
+            line.add(drawn.uniform(1.0, 1e9), number, number, now)
+        looks = 0
+        while (next_s := line.next_s(now)) is not None:
+            looks += 1
+            assert looks <= 2 * count, "it looks again and again"
+            now = max(now, next_s)
+            line.through(now)
+        now += drawn.random()
