@@ -127,11 +127,15 @@ class Gradients:
         sums.extend(upload.total for upload in self._uploads.values() if upload.step == task.step)
         return any(task in total.tasks for total in sums)
 
-    def idle(self, busy_steps: list[int], tail_has_come: Callable[[int], bool], now: float) -> None:
-        """Nothing runs: sends the sums of steps for which nothing is queued and nothing will come.
+    def send_complete(
+        self, busy_steps: list[int], tail_has_come: Callable[[int], bool], now: float, idle: bool
+    ) -> None:
+        """Sends the sums of steps for which nothing runs or is queued and nothing will come; `idle`: nothing runs.
 
         Where more may come, it is waited for, since a contribution costs a whole stage's vector on the way up; but not
-        for ever, because a server that counts on the sum may be unable to say so: twice the time that an upload takes.
+        for ever, because a server that counts on the sum may be unable to say so: twice the time that an upload takes,
+        while there is nothing to do. What is complete waits for nothing: a device that is never idle since there is
+        always work of the next step would keep all others waiting for its sum of this one.
         While one of the step is on its way, the next one would only stand behind it: work that came back after the
         tail, a task at a time, would be a whole vector each. And sums go in the order of their steps: the run waits for
         the oldest, and a newer one beside it on the line would take half of its rate. An older one that has left the
@@ -150,7 +154,7 @@ class Gradients:
                 continue
             if tail_has_come(step):
                 self.flush(step, now)
-            elif total.flush_at is None:
+            elif idle and total.flush_at is None:
                 total.flush_at = now + max(self._linger_s, 2 * self._upload_s)
 
     def wake_at(self) -> float | None:
@@ -161,12 +165,12 @@ class Gradients:
         return first
 
     def wake(self, now: float) -> None:
-        """`idle` is asked next, if nothing runs."""
+        """`send_complete` is asked next."""
         if self._look_at is not None and self._look_at <= now:
             self._look_at = None
         for step in [s for s, total in self._sums.items() if total.flush_at is not None and total.flush_at <= now]:
             if self._is_uploading(step) or self._line_free_at(step) > now:
-                self._sums[step].flush_at = None  # `idle` asks again, and a verdict
+                self._sums[step].flush_at = None  # `send_complete` asks again, and a verdict
             else:
                 self.flush(step, now)
 
@@ -306,6 +310,11 @@ class Gradients:
         the project is for. There are seldom more than two, and servers count on no more (`node.server.pool`)."""
         count = len(self._uploads) + sum(bool(total.tasks) for total in self._sums.values())
         return min(self._lines_s) * min(count, 2)
+
+    @property
+    def is_summing(self) -> bool:
+        """Whether anything is summed up and not cut."""
+        return bool(self._sums)
 
     @property
     def outstanding(self) -> int:

@@ -175,8 +175,9 @@ class Holdings:
         return min((held.received + held.lease.deadline_s for held in self.leases.values()), default=None)
 
     def busy_steps(self) -> list[int]:
-        """Steps of leases that wait and whose weight gradients are still to come."""
-        training = [held.lease.tasks for held in self.leases.values() if not is_validation(held.lease)]
+        """Steps of leases that wait, or run, and whose weight gradients are still to come."""
+        here = (*self.leases.values(), *((self.running,) if self.running is not None else ()))
+        training = [held.lease.tasks for held in here if not is_validation(held.lease)]
         return [tasks[0].step for tasks in training if tasks[0].op == "B" or len(tasks) > 1]
 
     # ---- inputs --------------------------------------------------------------------------------------------------

@@ -262,17 +262,22 @@ class VolunteerMachine:
     # ---- the device ----------------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
-        """Starts the next job if the device is free, sends what is complete if it is not needed, asks for work."""
+        """Sends the sums that are complete, starts the next job if the device is free, asks for work."""
         self._abandon_late(now)
+        self._send_complete(now, idle=False)  # before the device begins something that nobody waits for yet
         if not self._is_busy and self._device_ready and not self._room.rests(now):
             self._start_next()
         if not self._is_busy:
-            if self._draining:
-                self.gradients.flush_all(now)
-            else:
-                busy = self._held.busy_steps()
-                self.gradients.idle(busy, lambda step: self._tails.has_come(step, self.servers), now)
+            self._send_complete(now, idle=True)
         self._ask_for_work(now)
+
+    def _send_complete(self, now: float, *, idle: bool) -> None:
+        if self._draining:
+            if idle:
+                self.gradients.flush_all(now)
+        elif self.gradients.is_summing:
+            busy = self._held.busy_steps()
+            self.gradients.send_complete(busy, lambda step: self._tails.has_come(step, self.servers), now, idle)
 
     @property
     def _is_busy(self) -> bool:
@@ -344,8 +349,6 @@ class VolunteerMachine:
                 self._weights_done(now)
             case TakeGradient():
                 self.gradients.taken(job, result)
-            case _:
-                pass
         self._go_on(now)
 
     def _forward_done(self, job: Forward, output: TensorRef) -> None:
@@ -540,10 +543,8 @@ class VolunteerMachine:
     def wake_at(self) -> float | None:
         first = self.gradients.wake_at()
         room_at = self._room.rest_until if self._room.reason and self._room.rest_until else None
-        for due in (room_at, self._held.first_deadline(), self._allowances.wake_at()):
-            if due is not None and (first is None or due < first):
-                first = due
-        return first
+        others = (room_at, self._held.first_deadline(), self._allowances.wake_at())
+        return min((due for due in (first, *others) if due is not None), default=None)
 
     def wake(self, now: float) -> None:
         self.gradients.wake(now)
@@ -574,9 +575,8 @@ class VolunteerMachine:
         return self.tally.given()
 
     def counters(self) -> dict[str, float]:
-        leases = float(len(self._held.all()))
         unsent = self.gradients.unsent_task_count + len(self._owed.all())
-        return {**self.tally.totals, "leases": leases, "unsent_tasks": float(unsent)}
+        return {**self.tally.totals, "leases": float(len(self._held.all())), "unsent_tasks": float(unsent)}
 
     def check(self) -> None:
         self.gradients.check()

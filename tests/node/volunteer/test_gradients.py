@@ -54,7 +54,7 @@ def test_a_sum_is_not_cut_while_a_job_adds_to_it() -> None:
     """The linger timer runs, work comes after all and the device adds: the timer is off until the job has ended."""
     desk = Desk()
     desk.add(backward(0, 0))
-    desk.gradients.idle([], lambda step: False, now=1.0)
+    desk.gradients.send_complete([], lambda step: False, 1.0, True)
     assert desk.gradients.wake_at() == 1.25
     accumulator = desk.gradients.accumulator_for(0, 0)
     assert desk.gradients.wake_at() is None
@@ -81,7 +81,7 @@ def test_it_lingers_only_if_more_may_come() -> None:
     for tail, at, busy in ((True, 1.0, []), (False, 1.25, []), (True, None, [0])):
         desk = Desk()
         desk.add(backward(0, 0))
-        desk.gradients.idle(busy, [lambda step: False, lambda step: True][tail], now=1.0)
+        desk.gradients.send_complete(busy, [lambda step: False, lambda step: True][tail], 1.0, True)
         assert len(desk.take().jobs(TakeGradient)) == (at == 1.0)
         desk.gradients.wake(1.25)
         assert len(desk.take().jobs(TakeGradient)) == (at == 1.25)
@@ -95,20 +95,20 @@ def test_sums_go_in_the_order_of_their_steps() -> None:
     (first, _) = desk.upload(backward(0, 0))
     desk.add(backward(0, 1))
     desk.add(backward(1, 0))
-    desk.gradients.idle([], lambda step: True, now=1.0)
+    desk.gradients.send_complete([], lambda step: True, 1.0, True)
     assert desk.take().jobs(TakeGradient) == [], "the first one is on its way"
     desk.gradients.on_verdict(verdict(first), 80.0)
-    desk.gradients.idle([], lambda step: True, now=80.0)
+    desk.gradients.send_complete([], lambda step: True, 80.0, True)
     (cut,) = desk.take().jobs(TakeGradient)
     desk.gradients.taken(cut, tuple(shard_tensor(key) for key in cut.shards))
     sent = desk.take().sent(Contribute)
     assert [part.tasks for part in sent] == [(backward(0, 1),)] * 2
-    desk.gradients.idle([], lambda step: True, now=81.0)
+    desk.gradients.send_complete([], lambda step: True, 81.0, True)
     assert desk.take().jobs(TakeGradient) == []
     desk.gradients.on_verdict(verdict(sent[0]), 150.0)
-    desk.gradients.idle([0], lambda step: True, now=150.0)
+    desk.gradients.send_complete([0], lambda step: True, 150.0, True)
     assert desk.take().jobs(TakeGradient) == [], "a lease of the older step is still to be done"
-    desk.gradients.idle([], lambda step: True, now=151.0)
+    desk.gradients.send_complete([], lambda step: True, 151.0, True)
     assert len(desk.take().jobs(TakeGradient)) == 1
 
 
@@ -120,16 +120,16 @@ def test_an_older_sum_that_waits_for_its_audit_is_not_waited_for() -> None:
     (first, _) = desk.upload(backward(0, 0))
     desk.gradients.on_verdict(verdict(first), 70.0)
     desk.add(backward(1, 0))
-    desk.gradients.idle([], lambda step: True, now=80.0)
+    desk.gradients.send_complete([], lambda step: True, 80.0, True)
     (cut,) = desk.take().jobs(TakeGradient)
     desk.gradients.taken(cut, tuple(shard_tensor(key) for key in cut.shards))
     desk.take()
     desk.add(backward(2, 0))
-    desk.gradients.idle([], lambda step: True, now=100.0)
+    desk.gradients.send_complete([], lambda step: True, 100.0, True)
     assert desk.take().jobs(TakeGradient) == [] and desk.gradients.wake_at() == 150.0
     desk.gradients.wake(150.0)
     assert desk.gradients.wake_at() is None
-    desk.gradients.idle([], lambda step: True, now=151.0)
+    desk.gradients.send_complete([], lambda step: True, 151.0, True)
     assert len(desk.take().jobs(TakeGradient)) == 1
     assert desk.gradients.outstanding == 2
 
@@ -204,7 +204,7 @@ def test_it_waits_twice_as_long_as_an_upload_takes() -> None:
     (part, _) = desk.upload(backward(0, 0))
     desk.gradients.on_verdict(verdict(part), 30.0)
     desk.add(backward(1, 0))
-    desk.gradients.idle([], lambda step: False, now=31.0)
+    desk.gradients.send_complete([], lambda step: False, 31.0, True)
     assert desk.gradients.wake_at() == 91.0
 
 
@@ -214,7 +214,7 @@ def test_the_first_contribution_is_waited_for_as_on_a_slow_line() -> None:
     desk = Desk()
     desk.gradients.reset(1, SERVERS, upload_s=138.0)
     desk.add(backward(0, 0))
-    desk.gradients.idle([], lambda step: False, now=1.0)
+    desk.gradients.send_complete([], lambda step: False, 1.0, True)
     assert desk.gradients.wake_at() == 277.0
 
 
@@ -225,10 +225,10 @@ def test_what_comes_after_an_upload_of_its_step_waits_for_the_verdict() -> None:
     (part, _) = desk.upload(backward(0, 0))
     for microbatch in range(1, 80):
         desk.add(backward(0, microbatch))
-        desk.gradients.idle([], lambda step: True, now=float(microbatch))
+        desk.gradients.send_complete([], lambda step: True, float(microbatch), True)
     assert desk.take().jobs(TakeGradient) == [] and desk.gradients.wake_at() is None
     desk.gradients.on_verdict(verdict(part), 80.0)
-    desk.gradients.idle([], lambda step: True, now=80.0)
+    desk.gradients.send_complete([], lambda step: True, 80.0, True)
     assert len(desk.take().jobs(TakeGradient)) == 1
 
 
@@ -236,7 +236,7 @@ def test_a_linger_that_ends_during_an_upload_of_the_step_begins_anew() -> None:
     """The timer was started before the step's first sum went out."""
     desk = Desk()
     desk.add(backward(0, 0))
-    desk.gradients.idle([], lambda step: False, now=1.0)
+    desk.gradients.send_complete([], lambda step: False, 1.0, True)
     desk.gradients.flush(0, 1.1)
     desk.take()
     desk.add(backward(0, 1))

@@ -447,6 +447,28 @@ def test_a_sum_is_sent_when_all_servers_of_the_stage_have_nothing_left() -> None
     assert len(effects.jobs(TakeGradient)) == 1
 
 
+def test_a_complete_sum_does_not_wait_until_the_device_is_idle() -> None:
+    """Where there is always work of the next step it never is, and all others wait for the sum: in a cloud for 15 to
+    25 s of a step of 31. What runs for the sum itself is waited for."""
+    desk = Desk()
+    desk.load()
+    for microbatch in (0, 1):
+        desk.compute_forward(microbatch)
+    run_backward(desk, 0)
+    (last,) = desk.say(BACK, desk.lease(backward(0, 1))).jobs(Backward)
+    for microbatch in (0, 1):
+        desk.say(FRONT, desk.lease(forward(1, microbatch)))
+    assert desk.flush(0, {FRONT: 2, BACK: 2}).jobs(TakeGradient) == [], "the device adds to it"
+    effects = desk.done(last)
+    assert [type(job) for job in effects.jobs(object)] == [TakeGradient, Forward]
+    desk = Desk()
+    desk.load()
+    desk.compute_forward(0)
+    run_backward(desk, 0)
+    assert len(desk.say(FRONT, desk.lease(forward(1, 0))).jobs(Forward)) == 1
+    assert len(desk.flush(0, {FRONT: 1, BACK: 1}).jobs(TakeGradient)) == 1, "while the device is at the next step"
+
+
 def test_the_word_about_the_tail_may_overtake_the_last_leases() -> None:
     """They carry tensors and it does not: the sum stays open until as many have come as were given."""
     desk = Desk()
