@@ -82,6 +82,9 @@ SLOW_FORGOTTEN_MIN_S = 10.0
 """… but only for so long after its last answer, in times that it took then: after that it gets work like the others
 and is measured anew. A computer that was busy once would otherwise get nothing for ever where others take all there
 is. Who stays slow spends a fifth of its time on leases that it makes others wait for, at most."""
+SUMS_KEPT = 3
+"""Of a worker's newest sums the shortest says what its line takes: whether a sum has the line and the device to itself
+or comes while they are at something else tells equal workers apart that are not."""
 REMEMBERED_MAX = 4096
 """Nodes that are remembered, also after their links are gone: sixteen times what one server links to."""
 
@@ -102,6 +105,8 @@ class _Record:
     """Of each of what it holds, over some dozens of them; 0: not known."""
     pace_count: int = 0
     """Answers in that."""
+    sums_s: list[float] = field(default_factory=list)
+    """What the newest ones took."""
     whole: tuple[int, float] = (-1, 0.0)
     """The newest step of which a sum of its was whole at the servers and waited for an audit, and since when."""
     counted_step: int = -1
@@ -186,6 +191,9 @@ class Conduct:
         old = "each" in record.anew or self._pace_is_old(record, now)
         anew = kind in record.anew or self._is_forgotten(record, kind, now)
         before = seconds if anew else record.typical_s.get(kind, seconds)
+        if kind == "sum":
+            kept = [] if kind in record.anew else record.sums_s[1 - SUMS_KEPT :]
+            record.sums_s = [*kept, seconds]
         record.anew.discard(kind)
         record.answered_at[kind] = now
         typical_s = before + 0.25 * (seconds - before)
@@ -379,6 +387,13 @@ class Conduct:
         """What each lease of it takes in the long run, 0: not known, or so long ago that it says nothing."""
         record = self._records.get(node)
         return 0.0 if record is None or self._pace_is_old(record, now) else record.pace_s
+
+    def steady_s(self, node: NodeId, with_sum: bool) -> float:
+        """What it takes for a lease in the long run, and perhaps for its sum at best; 0: not known."""
+        record = self._records.get(node)
+        if record is None or not record.pace_s:
+            return 0.0
+        return record.pace_s + (min(record.sums_s, default=0.0) if with_sum else 0.0)
 
     def result_at(self, node: NodeId) -> float:
         """When its last one came."""

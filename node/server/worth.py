@@ -63,6 +63,7 @@ class _Pace:
     held: int
     needs_s: float = 0.0
     answer_s: float = 0.0
+    steady_s: float = 0.0
     has_sum: bool = False
     """Whether a sum of its has come."""
 
@@ -84,6 +85,8 @@ class Worth:
         self._usual_s, self._usual_answer_s = 0.0, 0.0
         """What they need for a lease and its sum, and with what they held before it, the lower medians: one of those
         who are there is never slow, and half of them may be as slow as they like. 0: nobody is counted on."""
+        self._usual_steady_s = 0.0
+        """The same of what they take in the long run, and for a sum at best."""
         self.usual_pace_s = 0.0
         """What each lease takes one of them in the long run, the lower median; 0: not known."""
         self._sums_known = False
@@ -171,10 +174,13 @@ class Worth:
 
     def _is_slow(self, node: NodeId) -> bool:
         """Who holds much takes long for each result, and who holds little takes long for each of what it holds, since
-        a way there and back is in both; who is slow is so by either count."""
+        a way there and back is in both; who is slow is so by either count, and not only by its last few answers: what
+        devices of a stage do for its other server is in them, by chance. (Of 24 equal computers in a cloud, each was
+        without work for a tenth of a day.)"""
         sum_s = 0.0 if self._sums_known else self._conduct.typical_s(node, "sum")
         slow = self._needs_s(node) - sum_s > SLOW_TIMES * self._usual_s
-        return slow and self._answers_s(node) - sum_s > SLOW_TIMES * self._usual_answer_s
+        slow = slow and self._answers_s(node) - sum_s > SLOW_TIMES * self._usual_answer_s
+        return slow and self._conduct.steady_s(node, self._sums_known) > SLOW_TIMES * self._usual_steady_s
 
     def _is_suddenly_slow(self, node: NodeId) -> bool:
         """Whether it took much less not long ago. A line is found out to be slow by its first sum: another one, to try
@@ -201,6 +207,7 @@ class Worth:
         self._usual_s = _lower_median([pace.needs_s for pace in known])
         self.usual_pace_s = _lower_median([self._conduct.pace_s(node, now) for node in self._paces])
         self._usual_answer_s = _lower_median([pace.answer_s for pace in known])
+        self._usual_steady_s = _lower_median([pace.steady_s for pace in known])
 
     def _pace(self, worker: Worker, now: float) -> _Pace | None:
         each_s = self._conduct.typical_s(worker.node, "each")
@@ -213,7 +220,8 @@ class Worth:
             return None
         sum_s = self._conduct.typical_s(worker.node, "sum")
         result_s = self._conduct.typical_s(worker.node, "result")
-        return _Pace(1 / each_s, len(held), each_s + sum_s, result_s + sum_s, sum_s > 0.0)
+        steady_s = self._conduct.steady_s(worker.node, with_sum=True)
+        return _Pace(1 / each_s, len(held), each_s + sum_s, result_s + sum_s, steady_s, sum_s > 0.0)
 
 
 def _lower_median(seconds: list[float]) -> float:
