@@ -14,7 +14,7 @@ were done for one that the steps needed.
 
 FILE gets a line for each row and each pace as it ends, and what stands there is not done again. Simulated seconds are
 the same on every machine. A row takes some five minutes of a processor, all paces of a row as long; with the cloud's
-lines there are five times as many steps of four times as many tasks, and a row takes an hour or more.
+lines a day of four stages takes 22 minutes and its paces 8, of eight stages twice as long.
 """
 
 from __future__ import annotations

@@ -26,7 +26,15 @@ HOPS = Scene(only=("hop_kill",), gap_s=(0.15, 0.5), until_s=(10.0, 20.0), run={*
 MOVES = Scene(only=("server_moved",), gap_s=(0.15, 0.5), until_s=(10.0, 20.0), disk_losses_max=8, run=LONG)
 
 
-@mutant(Early, "keep", scene=RESTARTS, first=21)
+SLOW_RESTARTS = replace(
+    RESTARTS,
+    only=("snapshot_lost", "link_slow", "latency_spike"),
+    run={**LONG, **LINE, "fronts": 1, "backs": 2, "volunteers": 4, "microbatches": 8},
+)
+"""One in four has a server that hears of a step later than of what was done of it."""
+
+
+@mutant(Early, "keep", scene=SLOW_RESTARTS, first=31)
 def what_comes_before_the_word_that_its_step_is_open_is_dropped(original: Any) -> Any:
     return lambda self, peer, message, size: self._drop(message)
 
