@@ -171,10 +171,10 @@ class Crew(Members):
 
 
 COORDINATORS = {min(os.sched_getaffinity(0))}
-OTHERS = os.sched_getaffinity(0) - COORDINATORS
-"""Processors. In a run a coordinator has a computer of its own."""
+OTHERS = os.sched_getaffinity(0) - COORDINATORS or COORDINATORS
+"""Processors. In a run a coordinator has a computer of its own; where there is one processor, they share it."""
 LAST = 'echo 10 > /proc/self/autogroup; exec "$@"'
-"""A shell's words before a command that shall have a third of what others have: each child is a session of its own, and
+"""A shell's words before a command that shall have a tenth of what others have: each child is a session of its own, and
 Linux shares a processor among sessions alike (`sched_autogroup_enabled`), whatever `nice` says within them."""
 
 
