@@ -164,13 +164,21 @@ def lines_of(volunteers: Sequence[str], nodes: Sequence[Traced]) -> dict[str, tu
 
 
 def _rate(parts: Sequence[Records]) -> float:
-    """Bytes a second in the time in which at least one of these spans goes on; 0 where they are too few."""
+    """Bytes a second in the time in which at least one of these spans goes on; 0 where they are too few.
+
+    From the first span's end on, with every span's share of its bytes: what shared the line with that one and ended
+    before it is in no ring any more, so the line would look slower than it was.
+    """
     records = np.concatenate(parts) if parts else np.empty(0, DTYPE)
     if records["bytes"].sum() < BULK_OF_A_LINE_BYTES:
         return 0.0
-    records["start"] -= records["start"].min()
-    busy = busy_s(records, float((records["start"] + records["seconds"]).max()))
-    return float(records["bytes"].sum()) / busy if busy > 0 else 0.0
+    ends = records["start"] + records["seconds"]
+    records["start"] -= ends.min()
+    window_s = float(ends.max() - ends.min())
+    busy = busy_s(records, window_s)
+    inside_s = ends - ends.min() - np.maximum(records["start"], 0.0)
+    shares = inside_s / np.maximum(records["seconds"], 1e-9)
+    return float((records["bytes"] * shares).sum()) / busy if busy > 0 else 0.0
 
 
 def _typical_s(node: Traced, kind: str) -> float:
