@@ -173,11 +173,10 @@ def _rate(parts: Sequence[Records]) -> float:
     if records["bytes"].sum() < BULK_OF_A_LINE_BYTES:
         return 0.0
     ends = records["start"] + records["seconds"]
-    records["start"] -= ends.min()
-    window_s = float(ends.max() - ends.min())
-    busy = busy_s(records, window_s)
-    inside_s = ends - ends.min() - np.maximum(records["start"], 0.0)
-    shares = inside_s / np.maximum(records["seconds"], 1e-9)
+    first_end = float(ends.min())
+    shares = (ends - np.maximum(records["start"], first_end)) / np.maximum(records["seconds"], 1e-9)
+    records["start"] -= first_end
+    busy = busy_s(records, float(ends.max()) - first_end)
     return float((records["bytes"] * shares).sum()) / busy if busy > 0 else 0.0
 
 
