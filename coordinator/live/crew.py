@@ -14,8 +14,6 @@ from coordinator.live.seating import Placement
 from coordinator.live.second_thoughts import Moved, SecondThoughts
 from coordinator.live.stage_choice import Assignment, Power, Standing, assign, balance, fill
 from coordinator.live.throughput import (
-    HOME_DOWN_BYTES_PER_S,
-    HOME_UP_BYTES_PER_S,
     Delivered,
     Means,
     Needs,
@@ -24,7 +22,7 @@ from coordinator.live.throughput import (
     needs_of,
     reload_s,
     steps_per_s,
-    typical_flops_per_s,
+    typical_of,
     with_left_out,
 )
 from protocol.base.ids import NodeId
@@ -95,8 +93,8 @@ class Crew:
         self._known: dict[NodeId, Promise] = {}
         """Of each volunteer, as its device and its lines say."""
         self._known_at = float("-inf")
-        self._typical = 0.0
-        """The power of whoever was not measured; 0: to be found."""
+        self._typical: Means | None = None
+        """What counts for whoever was not measured; None: to be found."""
         self._standing: Standing | None = None
         """Of those with a stage; None: to be found anew."""
         self._counts: Counter[int] = Counter()
@@ -173,7 +171,7 @@ class Crew:
     def even_out(self, vocabulary: int, now: float) -> None:
         """Gives work to those without, and moves one volunteer where that is due. Called now and then."""
         if now - self._known_at >= LOOK_AGAIN_S:
-            self._known_at, self._typical, self._left_out_s, self._standing = now, 0.0, None, None
+            self._known_at, self._typical, self._left_out_s, self._standing = now, None, None, None
         for member in self._roster.volunteers():
             if member.stage == -1:
                 choice = self._choose(member, vocabulary)
@@ -354,13 +352,20 @@ class Crew:
         return known
 
     def _means(self, member: Member) -> Means:
-        up, down = self._network.line_of(member.peer)
-        power = self._flops_per_s(member)
-        if power <= 0:
-            if not self._typical:
-                self._typical = typical_flops_per_s(self._flops_per_s(other) for other in self._roster.volunteers())
-            power = self._typical
-        return Means(power, up or HOME_UP_BYTES_PER_S, down or HOME_DOWN_BYTES_PER_S)
+        own = self._own_means(member)
+        if own.flops_per_s > 0 and own.up_bytes_per_s > 0 and own.down_bytes_per_s > 0:
+            return own
+        if self._typical is None:
+            self._typical = typical_of(map(self._own_means, self._roster.volunteers()))
+        return Means(
+            own.flops_per_s if own.flops_per_s > 0 else self._typical.flops_per_s,
+            own.up_bytes_per_s or self._typical.up_bytes_per_s,
+            own.down_bytes_per_s or self._typical.down_bytes_per_s,
+        )
+
+    def _own_means(self, member: Member) -> Means:
+        """0: not measured."""
+        return Means(self._flops_per_s(member), *self._network.line_of(member.peer))
 
     def _needed(self, vocabulary: int) -> list[bool]:
         return [need.visits > 0 for need in self._stages(vocabulary)]

@@ -25,7 +25,7 @@ from protocol.run.run import RunConfig
 FLOPS_PER_S = 1e11
 """Where nobody's device was measured: only the relation counts then, and all are equal."""
 HOME_UP_BYTES_PER_S, HOME_DOWN_BYTES_PER_S = 2.5e6, 12.5e6
-"""20/100 Mbit/s, where a line was not measured yet: the line that the project is for. Whoever has one sends twice as
+"""20/100 Mbit/s, where nobody's line was measured yet: the line that the project is for. Whoever has one sends twice as
 much for a stage in the middle as for one at an end, and lines bind, not devices: by devices
 alone, of 32 volunteers for eight equal stages four went to the last one and three to some in the middle."""
 MEMORY = 0.9
@@ -186,10 +186,22 @@ def reload_s(means: Means, needs: Needs) -> float:
     return needs.version_bytes / means.down_bytes_per_s if means.down_bytes_per_s else 0.0
 
 
-def typical_flops_per_s(known: Iterable[float]) -> float:
-    """What counts for whoever was not measured."""
-    measured = [power for power in known if power > 0]
-    return median(measured) if measured else FLOPS_PER_S
+def typical_of(known: Iterable[Means]) -> Means:
+    """What counts for whoever was not measured: the median of what is known of the others, each by itself.
+
+    Where lines of 2.5 Gbit/s were taken for home lines until they were measured, six that came within a minute seemed
+    to do next to nothing, and all went to the one stage that had least: [4, 4, 3, 4] became [4, 4, 9, 4].
+    """
+    there = list(known)
+    flops, up, down = (
+        [value for each in there if (value := getattr(each, name)) > 0]
+        for name in ("flops_per_s", "up_bytes_per_s", "down_bytes_per_s")
+    )
+    return Means(
+        median(flops) if flops else FLOPS_PER_S,
+        median(up) if up else HOME_UP_BYTES_PER_S,
+        median(down) if down else HOME_DOWN_BYTES_PER_S,
+    )
 
 
 class Delivered:

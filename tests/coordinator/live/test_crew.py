@@ -528,3 +528,25 @@ def test_a_volunteer_without_room_gets_a_stage_when_there_is_some() -> None:
     desk.feed(Ordered(ChangeRun(make_change(desk.machine.config, (), "limits.volunteers_max", "2"))))
     effects = desk.stay(2, *SERVERS, "v1", "v2", "v3")
     assert [message.stage for message in desk.sent("v3", PlanChanged, effects) if message.stage >= 0], "there is room"
+
+
+def test_who_comes_where_lines_are_fast_is_thought_to_have_such_a_line_until_it_is_measured() -> None:
+    """Two stages of four volunteers whose lines are two hundred times a home line. Of four newcomers, whose lines
+    nobody has measured yet, two go to each stage: were they thought to have home lines, none would seem to make its
+    stage any faster, and all would go to the same one."""
+    desk = Desk(RunConfig(steps=100_000, stages=StagesSection(count=2)))
+    desk.train()
+    nodes = [f"v{number}" for number in range(8)]
+    for node in nodes:
+        desk.volunteer(node, tokens_per_s=1e6)
+    for node in nodes:
+        found = LinkFigures(
+            peer=NodeId("s0"), path="tcp", round_trip_s=0.001, loss=-1.0, sent_bytes_per_s=5e8,
+            received_bytes_per_s=5e8, age_s=1.0, spread=0.1,
+        )  # fmt: skip
+        desk.say(node, LinkReport(links=(found,)))
+    desk.stay(15.0, *SERVERS, *nodes)
+    for number in range(8, 12):
+        desk.volunteer(f"v{number}", tokens_per_s=1e6)
+    where = [member.stage for member in desk.machine.roster.volunteers()]
+    assert [where.count(stage) for stage in (0, 1)] == [6, 6]
