@@ -41,6 +41,11 @@ class Held:
         return self.gives_slot and not (self.stalled and self.input is None)
 
     @property
+    def is_begun(self) -> bool:
+        """Whether it is a sample in segments, and the device has done the first of them."""
+        return self.tenancy is not None and self.tenancy.begun
+
+    @property
     def keeps_graph(self) -> bool:
         """Whether the device has something of it between two jobs, in the room of a forward's graph."""
         tenancy = self.tenancy

@@ -208,7 +208,7 @@ class VolunteerMachine:
         gives_slot = lease.recompute or key.op == "F"
         if gives_slot:
             assert self._slots is not None
-            self._slots.used(issuer, lease)
+            self._slots.used(issuer, lease, now)
         if not is_validation(lease):
             self._tails.leased(key.step, issuer)
         sent = [task for task in lease.tasks if task.op != "F" and self._has_gradient(task)]
@@ -461,15 +461,15 @@ class VolunteerMachine:
     # ---- asking, giving back, forgetting -------------------------------------------------------------------------
 
     def _ask_for_work(self, now: float) -> None:
-        """Gives slots: as many forwards as the plan's room for graphs allows at each position, and a few runs ahead."""
+        """Gives slots: as many as the device gets to while the next ones come, and has room for."""
         if self._draining or self._plan is None or not self._device_ready or self._room.rests(now):
             return
         if self.gradients.outstanding >= OUTSTANDING_MAX:
             return
         assert self._slots is not None
         servers = [node for node in self.servers if self._linked.get(node)]
-        graphs = [*self._held.graphs, *self._owed.graphs()]
-        for server, ready in self._slots.give(servers, self._held.all(), graphs, self._room.graphs_max):
+        graphs, fits = self._owed.graphs(), self._room.graphs_max
+        for server, ready in self._slots.give(servers, self._held, graphs, fits, self._versions.has, now):
             self._words.ask(server, ready)
 
     def _abandon_late(self, now: float) -> None:

@@ -138,8 +138,8 @@ class Desk:
         return self.done(job, self.tensor())
 
 
-def test_it_asks_for_as_many_forwards_as_the_plan_lets_it_hold() -> None:
-    """`in_flight_max` slots to the front, two recomputations to the back, as soon as they are ready."""
+def test_it_asks_for_work_as_soon_as_servers_are_ready() -> None:
+    """For two forwards, of the four that it may hold, and for two recomputations."""
     desk = Desk()
     out = Outbox(VOLUNTEER, count(1))
     machine = VolunteerMachine(CONFIG, 259, out, incarnation=7)
@@ -154,7 +154,7 @@ def test_it_asks_for_as_many_forwards_as_the_plan_lets_it_hold() -> None:
         machine.handle(server, VersionReady(ledger_generation=1, version=0), 0.0)
         readies = Effects(out).sent(Ready, server)
         slots[server] = [(r.slots, r.graph_slots) for r in readies if r.slots or r.graph_slots]
-    assert slots == {"f0": [(0, ((0, 4),))], "b0": [(2, ())]}
+    assert slots == {"f0": [(0, ((0, 2),))], "b0": [(2, ())]}
 
 
 def test_a_server_that_takes_work_hears_once_more_only_of_somebody_who_has_something() -> None:
@@ -218,7 +218,7 @@ def test_slots_that_lie_idle_at_one_front_do_not_starve_another() -> None:
         machine.handle(NodeId(server), VersionReady(ledger_generation=1, version=0), 0.0)
     effects = Effects(out)
     for server in ("f0", "g0"):
-        assert [ready.graph_slots for ready in effects.sent(Ready, server) if ready.graph_slots] == [((0, 4),)]
+        assert [ready.graph_slots for ready in effects.sent(Ready, server) if ready.graph_slots] == [((0, 2),)]
 
 
 def test_a_forward_waits_for_its_version_and_its_output_goes_out_at_once() -> None:
