@@ -163,10 +163,9 @@ def steps_open_before_everybody_knows_what_is_changed(original: Any) -> Any:
 def the_ends_of_routes_share_the_room_of_graphs(original: Any) -> Any:
     """Whoever holds as many graphs as he may asks for no end of a route, which alone would free them."""
 
-    def give(self: Any, servers: Any, held: Any, graphs: Any, fits: Any = None) -> Any:
-        graphs = list(graphs)
-        full = len(graphs) >= self._graphs_max * len(self._positions)
-        for server, ready in original(self, servers, held, graphs, fits):
+    def give(self: Any, servers: Any, holdings: Any, owed: Any, *rest: Any) -> Any:
+        full = len(holdings.graphs) + len(owed) >= self._graphs_max * len(self._positions)
+        for server, ready in original(self, servers, holdings, owed, *rest):
             if full and ready.slots:
                 self._given[server][RUN] -= ready.slots
                 ready = msgspec.structs.replace(ready, slots=0)

@@ -23,6 +23,8 @@ from tests.simulation.scene import Scene
 LONG = {"lease_s": 1000.0}
 RESTARTS = Scene(only=("snapshot_lost",), gap_s=(0.15, 0.5), until_s=(10.0, 20.0), disk_losses_max=8, run=LONG)
 HOPS = Scene(only=("hop_kill",), gap_s=(0.15, 0.5), until_s=(10.0, 20.0), run={**LONG, "steps": 16})
+GREEDY = {"greedy": True}
+"""Who holds much has more to lose, and these rules matter seldom enough."""
 MOVES = Scene(only=("server_moved",), gap_s=(0.15, 0.5), until_s=(10.0, 20.0), disk_losses_max=8, run=LONG)
 
 
@@ -39,7 +41,7 @@ def what_comes_before_the_word_that_its_step_is_open_is_dropped(original: Any) -
     return lambda self, peer, message, size: self._drop(message)
 
 
-@mutant(Words, "server_begins", scene=HOPS, first=21)
+@mutant(Words, "server_begins", scene=replace(HOPS, run={**HOPS.run, **GREEDY}), first=21)
 def nobody_says_that_a_result_may_be_lost(original: Any) -> Any:
     return lambda self, server, has: None
 
@@ -59,7 +61,7 @@ def outputs_for_a_server_that_has_moved_are_forgotten(original: Any) -> Any:
     scene=replace(
         MOVES,
         only=("volunteer_kill", "server_moved"),
-        run={**LINE, **LONG, "volunteers": 1, "collocated": "when_empty"},
+        run={**LINE, **LONG, **GREEDY, "volunteers": 1, "collocated": "when_empty"},
     ),
 )
 def a_job_of_an_old_place_stands_for_a_new_lease(original: Any) -> Any:
@@ -74,7 +76,7 @@ def a_job_of_an_old_place_stands_for_a_new_lease(original: Any) -> Any:
         gap_s=(1.0, 3.0),
         until_s=(10.0, 20.0),
         disk_losses_max=8,
-        run={**LONG, "checkpoint_every": 3, "delay": 0},
+        run={**LONG, **GREEDY, "checkpoint_every": 3, "delay": 0},
     ),
     first=701_441,
 )

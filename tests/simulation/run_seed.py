@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from coordinator.live.records import PlanRow
 from node.machine.jobs import PrepareData
 from node.machine.stalls import PREPARE_S
+from node.volunteer import lookahead
 from tests.simulation.checkers import Checker
 from tests.simulation.scene import Scene
 from tests.simulation.swarm import Shape, Swarm
@@ -25,6 +28,8 @@ GRID_SEEDS = 120_000
 did."""
 OLD_SEEDS = 30_000
 """Every third seed above these keeps copies at buddies; those that once failed are what they were then."""
+NO_BOUND = 1 << 20
+"""More forwards than anybody has room for."""
 SLOWEST_TASK_S = 0.5
 """A backward on the slowest host, with its transfers."""
 
@@ -58,7 +63,24 @@ def run_seed(seed: int, aloud: bool = False, scene: Scene = Scene()) -> Outcome:
     """
     shape = replace(Shape.draw(random.Random(seed)), buddy="always" if seed > OLD_SEEDS and seed % 3 == 0 else "never")
     shape = replace(shape, gradients="gi" if seed > GRID_SEEDS and seed % 4 else "fp32")
+    shape = replace(shape, greedy=seed % 2 == 1)
     shape = replace(shape, **scene.run)
+    with asking_for_all() if shape.greedy else nullcontext():
+        return _run(seed, shape, aloud, scene)
+
+
+@contextmanager
+def asking_for_all() -> Iterator[None]:
+    """Volunteers ask for all the forwards that they have memory for, as a member may: servers have to be right with
+    these too, and what goes wrong when somebody who holds much is gone shows sooner."""
+    modest, lookahead.SPARE = lookahead.SPARE, NO_BOUND
+    try:
+        yield
+    finally:
+        lookahead.SPARE = modest
+
+
+def _run(seed: int, shape: Shape, aloud: bool, scene: Scene) -> Outcome:
     checker = Checker(shape.config(seed), [shape.shards] * shape.stages)
     swarm = Swarm(seed, shape, checker, scene)
     world = swarm.world

@@ -123,6 +123,8 @@ class Shape:
     """Form of sums; out of `repr`, from which other things are drawn."""
     buddy: str = field(default="never", repr=False)
     """Out of `repr`, from which other things are drawn."""
+    greedy: bool = field(default=False, repr=False)
+    """Whether volunteers ask for all the work that they have room for; out of `repr` for the same reason."""
 
     @property
     def shards(self) -> int:
