@@ -75,7 +75,7 @@ class Choice:
             return None
         if not ready and entry.late:
             ready = [w for w in self.workers.values() if w.node in entry.late and w.slots and self.may_have_more(w)]
-        return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self.now), -w.slots), default=None)
+        return min(ready, key=lambda w: (self._conduct.is_slow(w.node, self.now), self._load(w)), default=None)
 
     def choose_again(self, entry: Entry, tail_at: float) -> Worker | None:
         """Who gets an entry whose weight gradient is missing although the stage had given everything at `tail_at`:

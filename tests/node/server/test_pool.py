@@ -212,6 +212,24 @@ def test_servers_compute_only_while_there_is_no_volunteer() -> None:
     assert given(make_pool(SERVER, collocated="always")) == [("s", 0)]
 
 
+def test_a_volunteer_that_asks_for_little_has_work_beside_servers_that_always_compute() -> None:
+    """Two tasks come at a time. The server has four free slots and the volunteer two: by free slots alone, servers that
+    always compute got everything, and a volunteer had nothing to do for as long as it stayed."""
+    pool, got = make_pool(SERVER, tasks=0, slots=4, collocated="always"), []
+    pool.worker_here(A, is_server=False)
+    pool.add_slots(A, 2, 64)
+    for turn in range(8):
+        for number in (2 * turn, 2 * turn + 1):
+            pool.add(Entry((forward(0, number),), needs_result=True, needs_gradient=False, tensors=TENSORS))
+        leases = given(pool, float(turn))
+        pool.clock(turn + 0.5)
+        for node, microbatch in leases:
+            got.append(node)
+            pool.result_held(forward(0, microbatch))
+            pool.add_slots(node, 1, 64)
+    assert got.count(A) >= 4 and got.count(SERVER) >= 4
+
+
 def test_a_closed_step_leaves_nothing() -> None:
     """Tasks up to the closed step are gone; words about them are ignored."""
     pool = make_pool(A)
