@@ -366,6 +366,7 @@ def no_fence_around_steps(original: Any) -> Any:
         only=("late_words", "server_disk_loss", "snapshot_lost"), gap_s=(0.5, 1.5), until_s=(30.0, 50.0),
         disk_losses_max=24, run={**LINE, "checkpoint_every": 2, "steps": 80, "spares": 0},
     ),
+    first=22,
 )  # fmt: skip
 def no_fence_around_generations(original: Any) -> Any:
     def handle(self: Any, peer: Any, message: Any, *rest: Any) -> None:
